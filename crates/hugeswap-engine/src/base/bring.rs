@@ -4,7 +4,7 @@
 use crate::PAGE;
 use crate::bits::Bits;
 use crate::call::{Call, CallError, Done};
-use crate::pages::STEP;
+use crate::pages::Buffer;
 use crate::pages::record::Record;
 use crate::paging::Paging;
 use crate::store::BUFFER;
@@ -84,7 +84,7 @@ impl Paging {
         self.note_refaults(unit, record, pages.clone());
         let stages = self.backend.can().fills_stages;
         let buffer = (!stages).then(|| self.base.take_buffer());
-        let most = if stages { BUFFER } else { STEP } / PAGE;
+        let most = buffer.as_ref().map_or(BUFFER, Buffer::len) / PAGE;
         let mut next = pages.start;
         while let Some(run) = record.present.run(next, pages.end, false) {
             let run = run.start..run.end.min(run.start + most);

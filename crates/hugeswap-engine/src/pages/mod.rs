@@ -6,6 +6,7 @@
 pub(crate) mod record;
 
 use crate::PAGE;
+use crate::store::BUFFER;
 use crate::zeroed::Zeroed;
 use hugeswap_policy::defrag::frames::Credits;
 use hugeswap_policy::swapin::granularity::LONGEST;
@@ -16,9 +17,10 @@ use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 const BUFFERS: usize = 32;
-/// Pages that are brought in by a fault go through a buffer of so many bytes. (One has as much memory as
-/// was needed of it at most.)
-pub(crate) const STEP: usize = LONGEST as usize * PAGE;
+/// The first few are long enough for the longest run that a fault brings in; all of them would keep 16 MiB
+/// of memory once so many threads had needed one at a time.
+const LONG: u32 = 4;
+const STEP: usize = LONGEST as usize * PAGE;
 
 /// What an engine keeps for its base-mapped units.
 pub(crate) struct Base {
@@ -57,7 +59,7 @@ impl Base {
         &self.credits
     }
 
-    /// A buffer of [`STEP`] bytes. Waits while all are taken.
+    /// A buffer of at least [`BUFFER`] bytes. Waits while all are taken.
     pub(crate) fn take_buffer(&self) -> Buffer<'_> {
         loop {
             let used = self.buffers_used.load(Relaxed);
@@ -96,6 +98,11 @@ pub(crate) struct Buffer<'a> {
 impl Buffer<'_> {
     pub(crate) fn addr(&self) -> usize {
         self.base.buffers + self.number as usize * STEP
+    }
+
+    /// Its bytes.
+    pub(crate) fn len(&self) -> usize {
+        if self.number < LONG { STEP } else { BUFFER }
     }
 }
 
