@@ -62,7 +62,7 @@
 
 mod account;
 mod cost;
-mod decide;
+mod decision;
 mod ghost;
 mod lengths;
 mod near;
@@ -74,8 +74,8 @@ mod verdict;
 use account::{BY_STREAM, TRIAL, TRIED, WORTH};
 pub use account::{Density, UnitHistory};
 pub use cost::{Costs, DeviceCost, Direction, MemoryPrice, PerSize, follow};
-pub use decide::{Advice, Allowed, Decision, Fault, Reason, STAY, Size, decide};
-use decide::{costs_of, small_cost, whole_cost};
+pub use decision::{Advice, Allowed, Decision, Fault, Reason, STAY, Size, decide};
+use decision::{costs_of, small_cost, whole_cost};
 pub use ghost::{Ghost, Room};
 pub use lengths::LONGEST;
 use lengths::{Lengths, TRIAL as LENGTH_TRIAL};

@@ -143,7 +143,7 @@ pub struct Decision {
     pub density: Density,
     /// The unit comes whole on advice, and more units may follow:
     /// [`crate::swapin::readahead::Streams`] tells what comes next, and
-    /// [`Granularity::admits_ahead`] decides about each of those units.
+    /// [`super::Granularity::admits_ahead`] decides about each of those units.
     pub ahead: bool,
     /// The unit would have come whole if that were allowed.
     pub missed: bool,
