@@ -1,5 +1,5 @@
 // Random updates of a table, as HPCC RandomAccess makes them: XOR of 64-bit words, four updates for each word of the table unless
-// told otherwise. The table is built by a program that runs in sequence; a second pass of the same updates restores it.
+// told otherwise. The same updates made once more restore the table, which is checked.
 //   gcc -O2 -o gups bench/programs/gups.c && ./gups MIB [UPDATES]
 #include <stdint.h>
 #include <stdio.h>

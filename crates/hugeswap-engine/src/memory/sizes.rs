@@ -30,8 +30,8 @@ use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// What of the time that a program's threads run outside the kernel goes into a fault, if it is a
-/// signal, and into each page that it brings (its sum), nanoseconds. (Time for which a thread polls for
-/// its read counts as the program's own: 20 us of a read of 45.)
+/// signal, and into each page that it brings (its sum), nanoseconds. (For how long threads
+/// poll for reads is added up apart.)
 const HANDLING: u64 = 3_000;
 const HANDLING_PAGE: u64 = 600;
 

@@ -105,8 +105,16 @@ impl DeviceCost {
         let [b0, b1, b2] = BYTES;
         let [_, piece, whole] = self.way(Direction::In);
         let others = [
-            (piece, ns.piece, line(b0, ns.page, b2, ns.whole, b1)),
-            (whole, ns.whole, line(b0, ns.page, b1, ns.piece, b2)),
+            (
+                piece,
+                ns.piece,
+                line(b0, ns.page.into(), b2, ns.whole.into(), b1),
+            ),
+            (
+                whole,
+                ns.whole,
+                line(b0, ns.page.into(), b1, ns.piece.into(), b2),
+            ),
         ];
         for (((cell, ns, least), unseen), after) in
             others.into_iter().zip(&self.unseen).zip(FALLS_AFTER)
@@ -142,9 +150,9 @@ impl DeviceCost {
         if bytes <= b0 {
             u64::from(ns.page)
         } else if bytes <= b1 {
-            line(b0, ns.page, b1, ns.piece, bytes)
+            line(b0, ns.page.into(), b1, ns.piece.into(), bytes)
         } else {
-            line(b1, ns.piece, b2, ns.whole, bytes)
+            line(b1, ns.piece.into(), b2, ns.whole.into(), bytes)
         }
     }
 }
@@ -162,11 +170,11 @@ pub fn follow(mean: u32, ns: u64) -> u32 {
     u32::try_from(next.max(1)).unwrap_or(u32::MAX)
 }
 
-/// The line through two points of rising cost, at `bytes` not before the first.
-fn line(b0: u64, ns0: u32, b1: u64, ns1: u32, bytes: u64) -> u64 {
-    let rise = u128::from(ns1.saturating_sub(ns0)) * u128::from(bytes.saturating_sub(b0));
-    let more = rise / u128::from(b1.saturating_sub(b0).max(1));
-    u64::from(ns0).saturating_add(u64::try_from(more).unwrap_or(u64::MAX))
+/// The line through two points of rising cost, at `n` (bytes, or pages) not before the first.
+fn line(n0: u64, ns0: u64, n1: u64, ns1: u64, n: u64) -> u64 {
+    let rise = u128::from(ns1.saturating_sub(ns0)) * u128::from(n.saturating_sub(n0));
+    let more = rise / u128::from(n1.saturating_sub(n0).max(1));
+    ns0.saturating_add(u64::try_from(more).unwrap_or(u64::MAX))
 }
 
 /// The costs that a decision weighs, all in nanoseconds.
@@ -205,12 +213,10 @@ impl Costs {
     pub fn of_pages(&self, pages: u16) -> u64 {
         let piece = u64::from(PIECE_PAGES);
         let pages = u64::from(pages).clamp(1, UNIT_PAGES);
-        let (from, to, part, of) = match pages <= piece {
-            true => (self.page, self.piece, pages - 1, piece - 1),
-            false => (self.piece, self.whole, pages - piece, UNIT_PAGES - piece),
+        let alone = match pages <= piece {
+            true => line(1, self.page, piece, self.piece, pages),
+            false => line(piece, self.piece, UNIT_PAGES, self.whole, pages),
         };
-        let rise = to.saturating_sub(from).saturating_mul(part) / of;
-        let alone = from.saturating_add(rise);
         alone.saturating_add(self.memory.saturating_mul(pages))
     }
 

@@ -100,7 +100,8 @@ impl Lengths {
             let (mut least, mut beyond) = (u64::MAX, left);
             for (j, &(length, n)) in longer.iter().enumerate().skip(i) {
                 beyond -= n;
-                let rest = from[j] * u64::from(beyond) / u64::from(left.max(1));
+                let rest: u64 = from[j];
+                let rest = rest.saturating_mul(beyond.into()) / u64::from(left.max(1));
                 let cost = of_step(costs, length - at).saturating_add(rest);
                 if cost < least {
                     (least, best) = (cost, length);
@@ -145,6 +146,7 @@ fn of_step(costs: &Costs, pages: u32) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::near::tests::mixed;
     use super::super::{Allowed, Density, Fault, Granularity, Near, Reason, STAY, UnitHistory};
     use super::*;
     use std::collections::{HashMap, VecDeque};
@@ -225,11 +227,6 @@ mod tests {
         }
         took.touches = pages.len() as u64 / 2;
         took
-    }
-
-    fn mixed(n: u64) -> u64 {
-        let n = (n ^ n >> 31).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        n ^ n >> 32
     }
 
     /// Blocks of `length` pages at random, by two threads in turn.

@@ -170,7 +170,7 @@ impl Neighbours {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::super::{Allowed, Density, Fault, Granularity, MemoryPrice, STAY, UnitHistory};
     use super::*;
     use crate::UNIT_PAGES;
@@ -220,7 +220,7 @@ mod tests {
         }
     }
 
-    fn mixed(n: u64) -> u64 {
+    pub fn mixed(n: u64) -> u64 {
         let n = (n ^ n >> 31).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         n ^ n >> 32
     }
