@@ -71,6 +71,7 @@ mod read;
 mod reclaim;
 pub mod shared;
 pub mod space;
+mod sparse;
 mod stack;
 mod store;
 mod storm;

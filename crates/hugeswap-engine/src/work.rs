@@ -11,6 +11,7 @@
 use crate::checksum::{self, UnitSums};
 use crate::paging::Job;
 use crate::paging::Paging;
+use crate::sparse::Sparse;
 use crate::store::initialise::{self, Ahead};
 use crate::table::{Locked, NO_FRAME};
 use hugeswap_policy::UNIT_PAGES;
@@ -34,6 +35,8 @@ enum Wrote {
     Unchanged(Place),
     /// It was written to this cluster.
     To(u64),
+    /// What of it is not zero was written to single slots.
+    Sparse(Sparse),
     /// No cluster would take it.
     Nothing,
 }
@@ -239,6 +242,9 @@ impl Paging {
         if checksum::is_zero(bytes) {
             return Wrote::Zeros;
         }
+        if let Some(sparse) = self.write_sparse(unit, at) {
+            return Wrote::Sparse(sparse);
+        }
         let w = self.table.load(unit);
         let (old, own) = (w.place(), w.cluster());
         // Also while reads are not verified: they may be again before this is read.
@@ -265,6 +271,7 @@ impl Paging {
     fn finish_write_out(&self, w: Locked<'_>, wrote: Wrote) {
         let place = match wrote {
             Wrote::Zeros => return self.finish_zero(w),
+            Wrote::Sparse(sparse) => return self.finish_sparse(w, &sparse),
             Wrote::Nothing => None,
             Wrote::Unchanged(place) => Some(place),
             Wrote::To(cluster) => Some(Place::Cluster(cluster)),

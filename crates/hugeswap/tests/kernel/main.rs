@@ -70,6 +70,7 @@ mod shared_life;
 mod shared_tracking;
 mod slots;
 mod snapshots;
+mod sparse;
 mod storm;
 mod swaps;
 mod tracking;
@@ -123,6 +124,7 @@ fn all() -> Vec<Test> {
         kcompactd::TESTS,
         parts::TESTS,
         slots::TESTS,
+        sparse::TESTS,
         swaps::TESTS,
         tracking::TESTS,
         rests::TESTS,
