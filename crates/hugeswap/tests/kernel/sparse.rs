@@ -1,5 +1,6 @@
 //! Huge pages of which most pages are zero: what leaves memory of them, and what comes back.
 
+use crate::model::Draw;
 use crate::util::*;
 use hugeswap::{Advice, Pool, Region};
 use std::sync::atomic::Ordering::Relaxed;
@@ -35,6 +36,14 @@ fn check_pages(r: &Region, holds: impl Fn(usize) -> u64) {
     }
 }
 
+/// What pages begin with after [`change`], where the others are zero.
+fn changed(to: u64) -> impl Fn(usize) -> u64 {
+    move |page| match page % APART {
+        0 => page as u64 + to,
+        _ => 0,
+    }
+}
+
 /// Changes one page of [`APART`], which makes its unit a huge page.
 fn change(r: &Region, to: u64) {
     for page in (0..r.len() / 4096).step_by(APART) {
@@ -52,26 +61,14 @@ fn what_is_mostly_zero_takes_few_slots() {
     assert_eq!((s.pswpout, s.pswpin), (some, 0), "{s:?}");
     // By pages: zeros are read from nowhere.
     pool.set("thp.swapin=never").unwrap();
-    check_pages(&r, |page| {
-        if page % APART == 0 {
-            page as u64 + 1
-        } else {
-            0
-        }
-    });
+    check_pages(&r, changed(1));
     assert_eq!(pool.stats().pswpin, some);
     page_out(&r);
     // As wholes.
     let pins: Vec<_> = (0..16)
         .map(|u| r.pin(u * UNIT, UNIT, false).unwrap())
         .collect();
-    check_pages(&r, |page| {
-        if page % APART == 0 {
-            page as u64 + 1
-        } else {
-            0
-        }
-    });
+    check_pages(&r, changed(1));
     assert_eq!(pool.stats().pswpin, 2 * some);
     drop(pins);
     pool.audit().unwrap();
@@ -106,13 +103,7 @@ fn what_is_written_to_again_replaces_its_slots() {
     change(&r, 9);
     page_out(&r);
     assert_eq!(swap(), some);
-    check_pages(&r, |page| {
-        if page % APART == 0 {
-            page as u64 + 9
-        } else {
-            0
-        }
-    });
+    check_pages(&r, changed(9));
     r.discard(0, 16 * MIB).unwrap();
     assert_eq!(swap(), 0);
     pool.audit().unwrap();
@@ -124,13 +115,8 @@ fn sparse_units_survive_random_work() {
     let mut r = pool.region(64 * MIB).unwrap();
     let pages = 64 * MIB / 4096;
     let mut holds = vec![0u64; pages];
-    let mut x = 88172645463325252u64;
-    let mut random = |n: usize| {
-        x ^= x << 13;
-        x ^= x >> 7;
-        x ^= x << 17;
-        x as usize % n
-    };
+    let mut draw = Draw::new(1);
+    let mut random = |n: usize| draw.below(n as u64) as usize;
     for step in 0..60_000 {
         let page = random(pages);
         let word = &words(&r)[page * 512];

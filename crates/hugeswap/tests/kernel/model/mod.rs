@@ -16,7 +16,7 @@ mod processes;
 mod together;
 
 use crate::util::*;
-use draw::Draw;
+pub use draw::Draw;
 use hugeswap::{FaultMode, SwapSpec};
 use hugeswap_engine::Engine;
 use hugeswap_policy::counters::Counter;
