@@ -10,7 +10,9 @@
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::fault::complain;
+use crate::nested::Nested;
 use crate::outcome::{Fault, Outcome};
+use crate::redelivery::{Redelivery, redeliver};
 use crate::{MAX_ENGINES, careful, lock::Lock, stack};
 use hugeswap_policy::recording::Code;
 use hugeswap_sys::signal::{self, Action, Blocked};
@@ -33,6 +35,8 @@ static PROGRAM: Lock<ProgramActions> = Lock::taken_by_forks(ProgramActions {
     bus: NO_ACTION,
     installed: false,
 });
+
+static NESTED: Nested = Nested::new();
 
 /// The thread that forks, which has that lock for so long.
 static FORKER: AtomicI32 = AtomicI32::new(0);
@@ -273,13 +277,23 @@ fn end_lost(engine: &Engine, addr: usize, outcome: Outcome, uc: &mut libc::ucont
 /// Raises a signal that we take as the kernel would for a fault.
 fn end_by(signal: i32, uc: &mut libc::ucontext_t) {
     let action = program_action(signal);
-    let mask = uc_mask(uc);
-    if action.handler <= 1 || *mask & signal::bit(signal) != 0 {
+    if action.handler <= 1 || *uc_mask(uc) & signal::bit(signal) != 0 {
         // Default, ignored or blocked: the kernel would end the process too.
-        // SAFETY: the default action is always fit.
-        let _ = unsafe { signal::set_action(signal, &Action::default()) };
+        return end_at_once(signal, uc);
     }
-    *mask &= !signal::bit(signal);
+    raise(signal, uc);
+}
+
+/// Ends the process by a signal, whatever the program has installed for it.
+fn end_at_once(signal: i32, uc: &mut libc::ucontext_t) {
+    // SAFETY: the default action is always fit.
+    let _ = unsafe { signal::set_action(signal, &Action::default()) };
+    raise(signal, uc);
+}
+
+/// Sends this thread a signal, which it gets when the handler returns.
+fn raise(signal: i32, uc: &mut libc::ucontext_t) {
+    *uc_mask(uc) &= !signal::bit(signal);
     let _ = process::signal_thread(process::tid(), signal);
 }
 
@@ -321,13 +335,26 @@ fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) 
         }
         return;
     }
-    // SAFETY: the context is the kernel's, see `on_fault`.
-    let mut mask = unsafe { *uc_mask(&mut *(context as *mut libc::ucontext_t)) } | action.mask;
+    // SAFETY: the kernel's, see `on_fault`.
+    let uc = unsafe { &mut *(context as *mut libc::ucontext_t) };
+    let mut mask = *uc_mask(uc) | action.mask;
     if action.flags & libc::SA_NODEFER as u32 as u64 == 0 {
         mask |= signal::bit(signal);
+        let register = |n: i32| uc.uc_mcontext.gregs[n as usize] as u64;
+        let (ip, sp) = (register(libc::REG_RIP), register(libc::REG_RSP));
+        if NESTED.is_enough(process::tid(), ip, sp) {
+            return end_at_once(signal, uc);
+        }
     }
     // A program's handler may touch managed memory: these are never blocked.
-    mask &= !(signal::bit(libc::SIGSEGV) | signal::bit(libc::SIGBUS) | signal::bit(libc::SIGSYS));
+    mask &= !signal::TOLD;
+    // SAFETY: the frame that we are in, and what the program has installed.
+    match unsafe { redeliver(signal, &action, info, context, mask) } {
+        Redelivery::Done => return,
+        // As the kernel does where it cannot begin a handler.
+        Redelivery::NoRoom => return end_at_once(libc::SIGSEGV, uc),
+        Redelivery::Here => {}
+    }
     let outside = program_fs::outside();
     signal::set_mask(mask);
     if action.flags & libc::SA_SIGINFO as u32 as u64 != 0 {

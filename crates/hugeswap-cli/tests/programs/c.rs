@@ -50,6 +50,7 @@ pub fn cases() -> Vec<Case> {
     }
     for mode in Mode::ALL {
         all.push(case(format!("asks, {mode}"), move || asks(mode)));
+        all.push(case(format!("handlers, {mode}"), move || handlers(mode)));
     }
     for mode in Mode::ALL {
         all.push(case(format!("narrow, {mode}"), move || narrow(mode)));
@@ -93,6 +94,16 @@ fn asks(mode: Mode) {
     let program = Program::new(dir.path(), compile("asks", dir.path())).args(["24", "100"]);
     let plain = program.plain();
     program.managed(&Setup::new(mode, 16)).same_as(&plain);
+}
+
+/// Handlers of faults of the program's own run on the stack that they are for.
+fn handlers(mode: Mode) {
+    mode.need();
+    let dir = directory();
+    let program = Program::new(dir.path(), compile("handlers", dir.path()));
+    let plain = program.plain();
+    let managed = program.managed(&Setup::new(mode, 16));
+    managed.same_as(&plain);
 }
 
 /// What is done for a thread with little stack, on it or on its alternate stack, stays within.
