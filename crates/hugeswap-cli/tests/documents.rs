@@ -18,6 +18,12 @@ fn blocks(page: &str) -> Vec<(usize, String)> {
     all
 }
 
+/// Does this interpreter have numpy, which guides use? (`.ci/install` sees to it that one has.)
+fn has_numpy(python: &str) -> bool {
+    let asked = Command::new(python).args(["-c", "import numpy"]).output();
+    asked.is_ok_and(|o| o.status.success())
+}
+
 /// Runs the commands of a page, of which there are so many blocks at least: the directory that they have left, and
 /// what they have printed.
 fn run(page: &str, least: usize) -> (tempfile::TempDir, String) {
@@ -25,11 +31,7 @@ fn run(page: &str, least: usize) -> (tempfile::TempDir, String) {
     let text = std::fs::read_to_string(docs.join(page)).unwrap();
     let hugeswap = Path::new(env!("CARGO_BIN_EXE_hugeswap"));
     let path = std::env::var("PATH").unwrap();
-    // The interpreter that has numpy (.ci/install) is the first.
-    let has_numpy = Command::new("python3")
-        .args(["-c", "import numpy"])
-        .output();
-    let python = match has_numpy.is_ok_and(|o| o.status.success()) {
+    let python = match has_numpy("python3") {
         true => "",
         false => "/usr/bin:",
     };
@@ -74,6 +76,11 @@ fn the_tutorial() {
 
 #[test]
 fn the_guides() {
+    if !has_numpy("python3") && !has_numpy("/usr/bin/python3") {
+        let complete = std::env::var_os("HUGESWAP_TESTS_COMPLETE").is_some();
+        assert!(!complete, "python3 with numpy is missing");
+        return eprintln!("skipped: python3 with numpy is not installed");
+    }
     let (dir, printed) = run("guides.md", 2);
     assert!(printed.contains("True"), "{printed}");
     let sorted = std::fs::read_to_string(dir.path().join("sorted4")).unwrap();

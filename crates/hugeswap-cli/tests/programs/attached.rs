@@ -77,7 +77,7 @@ pub fn cases() -> Vec<Case> {
     all.push(case("attached, Go", || {
         let dir = directory();
         let program = Program::new(dir.path(), loaded::compile_go("attached", dir.path()));
-        attached(&program.arg("1050000"), 48, Half::GivenBack);
+        attached(&program.arg("525000"), 24, Half::GivenBack);
     }));
     all.push(case("attached, java", || {
         let dir = directory();

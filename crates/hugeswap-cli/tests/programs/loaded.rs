@@ -64,12 +64,13 @@ impl Linked {
 }
 
 /// Name, arguments, budget in MiB, processes at least.
-const PROGRAMS: [(&str, &[&str], u64, u64); 7] = [
+const PROGRAMS: [(&str, &[&str], u64, u64); 8] = [
     ("threads", &["8", "16", "4"], 32, 1),
     ("forks", &["48"], 32, 1),
     ("workers", &["4", "30", "3"], 32, 4),
     ("asks", &["24", "60"], 16, 60),
     ("signals", &[], 32, 1),
+    ("handlers", &[], 16, 1),
     ("starts", &[], 32, 12),
     ("narrow", &["64"], 32, 1),
 ];
@@ -217,7 +218,7 @@ pub fn compile_go(name: &str, dir: &Path) -> PathBuf {
         .arg(&path)
         .arg(source("go").join(format!("{name}.go")))
         .env("CGO_ENABLED", "0")
-        .env("GOCACHE", dir.join("cache"))
+        .env("GOCACHE", concat!(env!("CARGO_TARGET_TMPDIR"), "/go"))
         .env("GOFLAGS", "-mod=mod")
         .output()
         .expect("the compiler starts");
