@@ -172,6 +172,8 @@ impl Store {
             return 0;
         };
         self.forget_stored(cluster, at..at + n);
+        // SAFETY: the caller's memory, which is readable.
+        unsafe { self.zswap.sample(n, |k| memory.get(k).copied()) };
         let mut spans = [Span::NONE; AT_ONCE];
         let mut sums: UnitSums = [0; PAGES];
         for ((&at, span), sum) in memory.iter().zip(&mut spans).zip(&mut sums).take(n) {

@@ -68,6 +68,13 @@ const TRIED: i64 = 1024;
 /// A sample counts for so many pages that are tried.
 const WORTH: u64 = 32;
 
+/// Blocks are tiny where a page is so many times as long, and so many once that was found;
+const TINY: [f64; 2] = [8.0, 5.0];
+/// where so large a part of the pages becomes short enough,
+const NEARLY_ALL: [f64; 2] = [0.95, 0.9];
+/// and so many pages, or samples that count for as many, have told.
+const TOLD: u32 = 512;
+
 /// What one compressor has made of pages lately.
 #[derive(Debug, Default)]
 pub struct Seen {
@@ -117,6 +124,13 @@ impl Seen {
     pub fn part(&self, page: usize) -> f64 {
         let kept = self.kept();
         kept / self.ratio(page) + (1.0 - kept)
+    }
+
+    /// Do pages become so short that all of them take little memory? `is_so`: that was found before.
+    pub fn is_tiny(&self, page: usize, is_so: bool) -> bool {
+        let k = usize::from(is_so);
+        let told = self.tried.load(Relaxed) >= TOLD;
+        told && self.kept() >= NEARLY_ALL[k] && self.ratio(page) >= TINY[k]
     }
 
     /// Bytes of a page, of those that are short enough, to bytes of its block.
@@ -169,6 +183,27 @@ mod tests {
         assert!((seen.part(4096) - (1.0 - seen.kept() * 0.75)).abs() < 1e-9);
         seen.note_tried(0, 100_000);
         assert_eq!(seen.kept(), 0.0);
+    }
+
+    #[test]
+    fn tiny_are_those_that_samples_have_told_to_be() {
+        let seen = Seen::default();
+        let is = || [false, true].map(|is_so| seen.is_tiny(4096, is_so));
+        for n in 0..40 {
+            assert_eq!(is(), [n >= 16; 2], "{n}");
+            seen.note_sample(Some(64));
+        }
+        // (One in fifteen, then one in eight, is not short enough.)
+        (0..2).for_each(|_| seen.note_sample(None));
+        assert_eq!(is(), [false, true]);
+        (0..2).for_each(|_| seen.note_sample(None));
+        assert_eq!(is(), [false; 2]);
+        (0..400).for_each(|_| seen.note_sample(Some(64)));
+        assert_eq!(is(), [true; 2]);
+        (0..400).for_each(|_| seen.note_sample(Some(700)));
+        assert_eq!(is(), [false, true]);
+        (0..400).for_each(|_| seen.note_sample(Some(900)));
+        assert_eq!(is(), [false; 2]);
     }
 
     #[test]

@@ -25,6 +25,8 @@ tests! {
     pages_compress_under_a_storm,
     #[disk]
     pages_at_random_come_to_be_compressed,
+    #[disk]
+    tiny_blocks_are_kept_before_any_came_back,
     noise_at_random_is_left_alone,
 }
 
@@ -377,6 +379,24 @@ fn pages_at_random_come_to_be_compressed() {
             break;
         }
     }
+    no_harm(&pool);
+}
+
+/// With `auto`: pages that become next to nothing need no trial, which would need pages that came
+/// back.
+fn tiny_blocks_are_kept_before_any_came_back() {
+    let builder = pool(32).set("zswap.enabled=auto");
+    let pool = builder.set("thp.enabled=never").build().unwrap();
+    let is_kept = (1..=100).any(|round| {
+        let r = pool.region(128 * MIB).unwrap();
+        for page in words(&r).chunks(PAGE / 8) {
+            page[7].store(round, Relaxed);
+        }
+        assert_eq!(counter(&pool, "pswpin"), 0, "a page came back");
+        counter(&pool, "zswpout") > 1000
+    });
+    assert!(is_kept, "all went to swap");
+    assert!(usage(&pool).0 <= 16 * MIB as u64, "{:?}", usage(&pool));
     no_harm(&pool);
 }
 

@@ -50,6 +50,8 @@ struct Returns {
     dearer: f64,
     /// It becomes larger, for much is to be gained.
     grows: bool,
+    /// It is there without a trial, since blocks are tiny.
+    tiny: bool,
 }
 
 impl Returns {
@@ -61,6 +63,7 @@ impl Returns {
             stalled: 0,
             dearer: 1.0,
             grows: false,
+            tiny: false,
         }
     }
 }
@@ -162,6 +165,23 @@ impl Zswap {
             self.chosen.eager.store(false, Relaxed);
             self.note_codec(now.codec, codec);
             return;
+        }
+        let is_tiny = self.chosen.seen[Codec::Lz4 as usize].is_tiny(PAGE, returns.tiny);
+        let tiny = is_tiny
+            .then(|| share::of_tiny(&known, Codec::Lz4, returns.tiny))
+            .flatten();
+        if tiny.is_some() || returns.tiny {
+            // (What was measured is not of what there is then.)
+            returns.tiny = tiny.is_some();
+            returns.trial = Trial::default();
+            returns.grows = false;
+            self.chosen.eager.store(false, Relaxed);
+            let choice = tiny.unwrap_or(Choice {
+                codec: now.codec,
+                ..Choice::default()
+            });
+            self.chosen.put(choice);
+            return self.note_codec(now.codec, choice.codec);
         }
         let may_be = returns.trial.on_look(trial::Seen {
             ns: now_ns(),
