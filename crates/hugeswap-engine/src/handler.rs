@@ -22,6 +22,7 @@ use std::sync::atomic::{AtomicI32, AtomicPtr};
 
 const REG_ERR: usize = libc::REG_ERR as usize;
 const REG_RIP: usize = libc::REG_RIP as usize;
+const REG_RSP: usize = libc::REG_RSP as usize;
 /// Page-fault error code bits.
 const ERR_WRITE: i64 = 1 << 1;
 const ERR_FETCH: i64 = 1 << 4;
@@ -303,6 +304,20 @@ fn uc_mask(uc: &mut libc::ucontext_t) -> &mut u64 {
     unsafe { &mut *(&raw mut uc.uc_sigmask).cast::<u64>() }
 }
 
+/// Is at `at`, on the stack of this thread, the context of a signal that came at `ip` with stack
+/// pointer `sp`?
+fn is_context_of(at: usize, ip: u64, sp: u64) -> bool {
+    let mut registers = [0i64; libc::REG_CR2 as usize + 1];
+    let from = at + std::mem::offset_of!(libc::ucontext_t, uc_mcontext.gregs);
+    let (to, len) = (&raw mut registers as usize, size_of_val(&registers));
+    // (It may be managed memory, which is absent.)
+    let blocked = signal::set_mask(signal::ALL & !signal::TOLD);
+    // SAFETY: to a variable of ours.
+    let read = unsafe { careful::copy(to, from, len) };
+    signal::set_mask(blocked);
+    read.is_ok() && [REG_RIP, REG_RSP].map(|n| registers[n] as u64) == [ip, sp]
+}
+
 /// Where debuggers stop: the program is about to end by a fault of its own.
 #[unsafe(no_mangle)]
 #[inline(never)]
@@ -335,25 +350,26 @@ fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) 
         }
         return;
     }
-    // SAFETY: the kernel's, see `on_fault`.
-    let uc = unsafe { &mut *(context as *mut libc::ucontext_t) };
-    let mut mask = *uc_mask(uc) | action.mask;
+    // SAFETY: the kernel's, see `on_fault`. (One at a time.)
+    let uc = || unsafe { &mut *(context as *mut libc::ucontext_t) };
+    let mut mask = *uc_mask(uc()) | action.mask;
     if action.flags & libc::SA_NODEFER as u32 as u64 == 0 {
         mask |= signal::bit(signal);
-        let register = |n: i32| uc.uc_mcontext.gregs[n as usize] as u64;
-        let (ip, sp) = (register(libc::REG_RIP), register(libc::REG_RSP));
-        if NESTED.is_enough(process::tid(), ip, sp) {
-            return end_at_once(signal, uc);
+        let [ip, sp] = [REG_RIP, REG_RSP].map(|n| uc().uc_mcontext.gregs[n] as u64);
+        // SAFETY: `info` is the kernel's.
+        let addr = unsafe { (*info).si_addr() } as u64;
+        if NESTED.is_enough(process::tid(), [ip, addr, sp], is_context_of) {
+            return end_at_once(signal, uc());
         }
     }
     // A program's handler may touch managed memory: these are never blocked.
     mask &= !signal::TOLD;
     // SAFETY: the frame that we are in, and what the program has installed.
     match unsafe { redeliver(signal, &action, info, context, mask) } {
-        Redelivery::Done => return,
+        Redelivery::At(copy) => return NESTED.note_context(copy),
         // As the kernel does where it cannot begin a handler.
-        Redelivery::NoRoom => return end_at_once(libc::SIGSEGV, uc),
-        Redelivery::Here => {}
+        Redelivery::NoRoom => return end_at_once(libc::SIGSEGV, uc()),
+        Redelivery::Here => NESTED.note_context(context as usize),
     }
     let outside = program_fs::outside();
     signal::set_mask(mask);

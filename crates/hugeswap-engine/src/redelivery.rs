@@ -58,8 +58,8 @@ const EFLAGS_CLEARED: u64 = 0x400 | 0x100 | 0x1_0000;
 /// What became of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Redelivery {
-    /// The handler runs when our own handler returns.
-    Done,
+    /// The handler runs when our own handler returns; its context is at this address.
+    At(usize),
     /// It is to run on the stack that we are on.
     Here,
     /// There is no room on its stack.
@@ -139,7 +139,7 @@ pub(crate) unsafe fn redeliver(
             ((from + MXCSR) as *mut u32).write(MXCSR_INITIAL);
         }
     }
-    Redelivery::Done
+    Redelivery::At(frame + offset_of!(Frame, context))
 }
 
 /// Is there an alternate stack, and was code interrupted that is not on it?
