@@ -4,7 +4,6 @@
 #include <setjmp.h>
 #include <signal.h>
 #include <sys/wait.h>
-#include <ucontext.h>
 
 // The kernel's frame takes 3 to 11 KiB of it.
 #define ALTERNATE (16 * KIB)
@@ -13,7 +12,6 @@
 static char alternate[ALTERNATE];
 static char *page, *stack;
 static sigjmp_buf back;
-static ucontext_t thread, routine;
 static volatile int ran, deepest;
 
 static int is_alternate(const void *p) {
@@ -90,21 +88,27 @@ static void left(void) {
     CHECK(sigprocmask(SIG_BLOCK, NULL, &now) == 0 && !sigismember(&now, SIGSEGV), "the mask");
 }
 
-static void on_managed(void) {
-    interrupted();
-    swapcontext(&routine, &thread);
+// Calls `f` on the stack that ends at `top`.
+static void call_on(char *top, void (*f)(void)) {
+    asm volatile("mov %%rsp, %%rbx\n\t"
+                 "mov %0, %%rsp\n\t"
+                 "call *%1\n\t"
+                 "mov %%rbx, %%rsp"
+                 :
+                 : "r"(top), "r"(f)
+                 : "rbx", "rax", "rcx", "rdx", "rsi", "rdi", "r8", "r9", "r10", "r11", "cc", "memory", "xmm0", "xmm1",
+                   "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13",
+                   "xmm14", "xmm15");
 }
 
-// The stack that was interrupted is managed memory, of which the part is absent that the handler needs.
+// The stack that was interrupted is managed memory, of which the part is absent that the handler needs: the code that
+// faults is at the beginning of a unit.
 static void managed(void) {
-    for (volatile int round = 0; round < 20; round++) {
+    char *unit = (char *)(((uintptr_t)stack + STACK / 2) & ~(UNIT - 1));
+    for (int round = 0; round < 20; round++) {
         memset(stack, round, STACK);
         evict(stack, STACK);
-        CHECK(getcontext(&routine) == 0, "getcontext");
-        routine.uc_stack.ss_sp = stack, routine.uc_stack.ss_size = STACK - 64 * KIB;
-        routine.uc_link = NULL;
-        makecontext(&routine, on_managed, 0);
-        CHECK(swapcontext(&thread, &routine) == 0, "swapcontext");
+        call_on(unit + KIB, interrupted);
     }
 }
 
