@@ -17,9 +17,11 @@
 
 mod cost;
 mod returns;
+mod tiny;
 
 pub use cost::Cost;
 pub use returns::{dearer, follow, missed};
+pub use tiny::of_tiny;
 
 use super::codec::{CODECS, Codec};
 use crate::UNIT_PAGES;
@@ -42,10 +44,6 @@ const CHEAPER: f64 = 0.97;
 const WORTH_A_TRIAL: f64 = 0.8;
 /// Another codec must be cheaper by so much: what is there is of the old one.
 const OTHER_CODEC: f64 = 1.1;
-/// Compressed memory of tiny blocks may hold so many times what is in memory, in a quarter of it,
-const REACH: u64 = 8;
-/// where a page costs half as much as on the device, to begin with.
-const TWICE: f64 = 2.0;
 /// What a page costs of a device that is to be spared, nanoseconds, at least.
 const SPARED: f64 = 100_000.0;
 /// A device that takes so many times what most of its transfers do has a limit on them. (One
@@ -235,23 +233,6 @@ pub fn choose_codec(known: &Known<'_>, now: Choice) -> Codec {
     costs
         .min_by(|a, b| a.0.total_cmp(&b.0))
         .map_or(now.codec, |best| best.1)
-}
-
-/// Where the blocks of `codec` are tiny ([`super::codec::Seen::is_tiny`]) there is nothing to divide
-/// and nothing to try: compressed memory may hold some times what is in memory, and takes little of
-/// it. `is_so`: that is chosen already. `None`: the device is faster than the codec.
-pub fn of_tiny(known: &Known<'_>, codec: Codec, is_so: bool) -> Option<Choice> {
-    let by = known.codecs[codec as usize]?;
-    let ns = |cost: Cost| cost.r#in + cost.out;
-    let worth = if is_so { 1.0 } else { TWICE };
-    let classes = [0, 1].map(|k| ns(by.classes[k]) * worth < ns(known.device[k]));
-    let frames = (known.charged * REACH).div_ceil(by.ratio.max(1.0) as u64);
-    let choice = Choice {
-        frames: frames.min(known.charged / LARGE_STEP).min(known.most),
-        classes,
-        codec,
-    };
-    (classes[0] && choice.frames > 0).then_some(choice)
 }
 
 /// What is to be next on the way to the cheapest division, and whether that costs half of what the
@@ -592,33 +573,6 @@ mod tests {
             ..limited(8.0)
         };
         assert_eq!(step(&noise, Choice::default()).0, Choice::default());
-    }
-
-    #[test]
-    fn tiny_blocks_need_no_trial_but_a_device_that_is_slower() {
-        // (Nothing came back yet.)
-        let nothing = [0; WORDS];
-        let known = Known {
-            codecs: [Some(Compressed { ratio: 50.0, ..LZ4 }), None, None],
-            ..known(&nothing)
-        };
-        let choice = of_tiny(&known, Codec::Lz4, false).unwrap();
-        assert_eq!((choice.frames, choice.classes), (160, [true, false]));
-        // A device that takes less than twice as long is no reason to begin, nor to end.
-        let near = Known {
-            device: costs_of([(18_000.0, 2_000.0), (500.0, 500.0)]),
-            ..known
-        };
-        assert_eq!(of_tiny(&near, Codec::Lz4, false), None);
-        assert!(of_tiny(&near, Codec::Lz4, true).is_some());
-        let fast = Known {
-            device: costs_of([(6_000.0, 2_000.0), (500.0, 500.0)]),
-            ..known
-        };
-        assert_eq!(of_tiny(&fast, Codec::Lz4, true), None);
-        let none = Known { most: 0, ..known };
-        assert_eq!(of_tiny(&none, Codec::Lz4, false), None);
-        assert_eq!(of_tiny(&known, Codec::Zstd, false), None);
     }
 
     #[test]
