@@ -4,8 +4,9 @@
 //! of it runs. Here SIGSEGV and SIGBUS are never blocked, because a handler may touch managed memory;
 //! so a handler that fails would run again and again, each time on top of the last, until its stack
 //! is full. It is ended once that has happened a few times in a row: the same instruction fails at
-//! the same address, each time as far below the frame of the last signal. A fault that is resolved,
-//! and comes again deeper in the program's own calls, is not below that frame, or not as far.
+//! the same address, each time as far below the context of the last signal, which is still there. A
+//! fault that is resolved, and comes again deeper in the program's own calls, is not below that, or
+//! not as far, or the calls have taken its place.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;

@@ -279,11 +279,11 @@ mod tests {
     use super::*;
     use crate::advisor::{WORDS, paged_back, whole_back};
 
-    fn costs_of(classes: [(f64, f64); 2]) -> [Cost; 2] {
+    pub(super) fn costs_of(classes: [(f64, f64); 2]) -> [Cost; 2] {
         classes.map(|(r#in, out)| Cost { r#in, out })
     }
 
-    const LZ4: Compressed = Compressed {
+    pub(super) const LZ4: Compressed = Compressed {
         ratio: 3.0,
         kept: 1.0,
         classes: [
@@ -299,7 +299,7 @@ mod tests {
     };
 
     /// A disk of 80 us a page and 1 GB/s, and LZ4.
-    fn known(back: &[u64; WORDS]) -> Known<'_> {
+    pub(super) fn known(back: &[u64; WORDS]) -> Known<'_> {
         Known {
             back: Tally::new(back),
             charged: 1000,

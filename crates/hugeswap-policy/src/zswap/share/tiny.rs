@@ -30,31 +30,19 @@ pub fn of_tiny(known: &Known<'_>, codec: Codec, is_so: bool) -> Option<Choice> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::advisor::{Tally, WORDS};
+    use crate::advisor::WORDS;
     use crate::zswap::share::Compressed;
-
-    fn costs_of(classes: [(f64, f64); 2]) -> [Cost; 2] {
-        classes.map(|(r#in, out)| Cost { r#in, out })
-    }
+    use crate::zswap::share::tests::{LZ4, costs_of, known};
 
     #[test]
     fn a_device_that_is_slower_is_all_that_is_needed() {
         // (Nothing came back yet.)
         let nothing = [0; WORDS];
-        let lz4 = Compressed {
-            ratio: 50.0,
-            kept: 1.0,
-            classes: costs_of([(8_000.0, 5_000.0), (2_000.0, 4_000.0)]),
+        let with = |ratio| Known {
+            codecs: [Some(Compressed { ratio, ..LZ4 }), None, None],
+            ..known(&nothing)
         };
-        let known = Known {
-            back: Tally::new(&nothing),
-            charged: 1000,
-            zswap: 0,
-            most: 500,
-            device: costs_of([(85_000.0, 15_000.0), (4_000.0, 2_000.0)]),
-            dearer: 1.0,
-            codecs: [Some(lz4), None, None],
-        };
+        let known = with(50.0);
         let choice = of_tiny(&known, Codec::Lz4, false).unwrap();
         assert_eq!((choice.frames, choice.classes), (160, [true, false]));
         // A device that takes less than twice as long is no reason to begin, nor to end.
@@ -73,10 +61,7 @@ mod tests {
         assert_eq!(of_tiny(&none, Codec::Lz4, false), None);
         assert_eq!(of_tiny(&known, Codec::Zstd, false), None);
         // A quarter of memory, where blocks are longer.
-        let longer = Known {
-            codecs: [Some(Compressed { ratio: 8.0, ..lz4 }), None, None],
-            ..known
-        };
+        let longer = with(8.0);
         assert_eq!(of_tiny(&longer, Codec::Lz4, false).unwrap().frames, 250);
     }
 }
