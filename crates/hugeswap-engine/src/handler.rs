@@ -12,7 +12,7 @@ use crate::error::EngineError;
 use crate::fault::complain;
 use crate::nested::Nested;
 use crate::outcome::{Fault, Outcome};
-use crate::redelivery::{Redelivery, is_context_of, redeliver};
+use crate::redelivery::{Redelivery, redeliver};
 use crate::{MAX_ENGINES, careful, lock::Lock, stack};
 use hugeswap_policy::recording::Code;
 use hugeswap_sys::signal::{self, Action, Blocked};
@@ -302,6 +302,20 @@ fn raise(signal: i32, uc: &mut libc::ucontext_t) {
 fn uc_mask(uc: &mut libc::ucontext_t) -> &mut u64 {
     // SAFETY: sigset_t is larger than 8 bytes and 8-aligned.
     unsafe { &mut *(&raw mut uc.uc_sigmask).cast::<u64>() }
+}
+
+/// Is at `at`, on the stack of this thread, the context of a signal that came at `ip` with stack
+/// pointer `sp`?
+fn is_context_of(at: usize, ip: u64, sp: u64) -> bool {
+    let mut registers = [0i64; libc::REG_CR2 as usize + 1];
+    let from = at + std::mem::offset_of!(libc::ucontext_t, uc_mcontext.gregs);
+    let (to, len) = (&raw mut registers as usize, size_of_val(&registers));
+    // (It may be managed memory, which is absent.)
+    let blocked = signal::set_mask(signal::ALL & !signal::TOLD);
+    // SAFETY: to a variable of ours.
+    let read = unsafe { careful::copy(to, from, len) };
+    signal::set_mask(blocked);
+    read.is_ok() && [REG_RIP, REG_RSP].map(|n| registers[n] as u64) == [ip, sp]
 }
 
 /// Where debuggers stop: the program is about to end by a fault of its own.

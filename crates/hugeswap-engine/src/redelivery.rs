@@ -11,7 +11,6 @@
 //! is on any stack meanwhile, and the alternate stack is free.
 
 use crate::careful;
-use hugeswap_sys::Result;
 use hugeswap_sys::signal::{self, Action, Mask, SA_RESTORER};
 use std::mem::offset_of;
 
@@ -31,16 +30,13 @@ struct Context {
     flags: u64,
     link: u64,
     stack: libc::stack_t,
-    registers: [u64; REGISTERS],
+    registers: [u64; 23],
     fp_state: usize,
     reserved: [u64; 8],
     mask: Mask,
 }
 
 const _: () = assert!(size_of::<Frame>() == 440 && size_of::<Context>() == 304);
-
-/// General registers in it, and what the kernel says of the fault.
-const REGISTERS: usize = 23;
 
 /// Below the stack pointer of the code that was interrupted: its red zone.
 const RED_ZONE: usize = 128;
@@ -111,11 +107,14 @@ pub(crate) unsafe fn redeliver(
         // SAFETY: the kernel's, 128 bytes.
         info: unsafe { *info.cast() },
     };
+    // (That stack may be managed memory, which is absent.)
+    let blocked = signal::set_mask(signal::ALL & !signal::TOLD);
     // SAFETY: below what the interrupted code uses of its stack; a signal frame would be there.
     let there = unsafe {
-        copy(fp_state, from, len)
-            .and_then(|()| copy(frame, &raw const copied as usize, size_of::<Frame>()))
+        careful::copy(fp_state, from, len)
+            .and_then(|()| careful::copy(frame, &raw const copied as usize, size_of::<Frame>()))
     };
+    signal::set_mask(blocked);
     if there.is_err() {
         return Redelivery::NoRoom;
     }
@@ -141,29 +140,6 @@ pub(crate) unsafe fn redeliver(
         }
     }
     Redelivery::At(frame + offset_of!(Frame, context))
-}
-
-/// Is at `at`, on the stack of this thread, the context of a signal that came at `ip` with stack
-/// pointer `sp`?
-pub(crate) fn is_context_of(at: usize, ip: u64, sp: u64) -> bool {
-    let mut registers = [0u64; REGISTERS];
-    let from = at + offset_of!(Context, registers);
-    // SAFETY: to a variable of ours.
-    let read = unsafe { copy(&raw mut registers as usize, from, size_of_val(&registers)) };
-    read.is_ok() && [libc::REG_RIP, libc::REG_RSP].map(|n| registers[n as usize]) == [ip, sp]
-}
-
-/// [`careful::copy`] to or from a stack of the program's, which may be managed memory that is absent.
-///
-/// # Safety
-///
-/// As for that.
-unsafe fn copy(to: usize, from: usize, len: usize) -> Result<()> {
-    let blocked = signal::set_mask(signal::ALL & !signal::TOLD);
-    // SAFETY: as the caller promises.
-    let copied = unsafe { careful::copy(to, from, len) };
-    signal::set_mask(blocked);
-    copied
 }
 
 /// Is there an alternate stack, and was code interrupted that is not on it?
